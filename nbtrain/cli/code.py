@@ -28,7 +28,7 @@ def add_verbs(under: Any) -> None:
 
 
 def code(options: argparse.Namespace) -> int:
-    """Write a file with nbtrain's own functions, or show a run's file."""
+    """Write a file that contains copies of nbtrain's own functions, or describe the code file of a run."""
     from nbtrain.api import verbs as api
     from nbtrain.jobs.code_start import describe_code, start_code
     from nbtrain.jobs.request.own_code import findings_of_code

@@ -456,7 +456,9 @@ def _rank_of(text: str | None, run: Any) -> int | str | None:
     if text is None or text == SUPERVISOR or NODE.fullmatch(text):
         return text
     if not text.isdecimal():
-        raise ConfigError(f"--rank {text}: must be a rank, `supervisor` or, on several machines, node0.")
+        raise ConfigError(
+            f"--rank {text}: must be a rank, `supervisor` or, on several machines, a node such as `node0`."
+        )
     return checked_rank(run.name, int(text), run.config.world_size)
 
 

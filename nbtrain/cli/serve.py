@@ -86,7 +86,8 @@ def add_sampling(parser: Parser) -> None:
             ("--min-p",),
             float,
             "SHARE",
-            "Sample from tokens at least this fraction as likely as the most likely token; 0 turns it off.",
+            "Sample only from tokens with at least this fraction of the most likely token's probability; "
+            "0 turns it off.",
         ),
         (
             ("--repetition-penalty",),

@@ -31,7 +31,7 @@ def add_verbs(under: Any) -> None:
     )
     parser.add_argument("--again", action="store_true", help=text)
     add_json(parser, "Print the results as JSON.")
-    text = f"Draw the loss of each setting to FILE ({PICTURE_HELP})."
+    text = f"Plot the loss of each setting in FILE ({PICTURE_HELP})."
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
 
 

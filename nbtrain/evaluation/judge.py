@@ -3,9 +3,9 @@
     {"question_id", "category", "turns": ["first question", "then"], ["reference": ["an answer", ...]]}
 
 The model answers a question's turns one after the other, with greedy decoding and its run's chat template.
-The judge, a model with OpenAI's API that the user chooses, rates each answer from 1 to 10 (MT-bench's
-single-answer grading, arXiv:2306.05685, section 3.1, with a different prompt). Answers, ratings and the
-judge's reasons are stored next to the record.
+The judge, a model that the user chooses on any server with OpenAI's API, rates each answer from 1 to 10
+(MT-bench's single-answer grading, arXiv:2306.05685, section 3.1, with a different prompt). Answers, ratings
+and the judge's reasons are stored next to the record.
 
     score           mean of the questions' scores, each of which is the mean over the question's turns
     score_turn_<n>  mean of all ratings of the n-th turn

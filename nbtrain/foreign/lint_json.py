@@ -163,7 +163,7 @@ def zero_stage_agrees(source: Reading) -> Iterator[Finding]:
         "DeepSpeed uses the JSON's stage.",
         # A pipeline allows ZeRO 1 at most, and stage 0 trains 16-bit weights wrongly.
         f"Set both to {1 if piped else _stage(document)}.",
-        Cost(words="a run of another ZeRO stage than the flag says"),
+        Cost(words="a run with a different ZeRO stage from the flag's"),
     )
 
 

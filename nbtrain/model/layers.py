@@ -6,9 +6,10 @@ under Megatron's sequence parallelism, 1/u under Ulysses, and 1/c under context 
 layers of parallel/tensor.py, sharded across the tensor-parallel ranks: each rank has some of the heads and
 some columns of the MLP.
 
-Under sequence parallelism, each rank has the whole weights of LayerNorms and positions but applies them only
-to its own tokens. Norms of queries and keys are always applied only to the rank's own heads. These weights
-are marked `sequence_parallel`, and their gradients are summed over the tensor-parallel ranks.
+Under sequence parallelism, each rank has the full weights of LayerNorms and positions but applies them only
+to its own tokens. Norms of queries and keys are always applied only to the rank's own heads. The weights of
+these norms and positions are marked `sequence_parallel`, and their gradients are summed over the
+tensor-parallel ranks.
 
 Shapes: b micro batch, s tokens, n heads and g groups of this rank, h hidden, d head size, f MLP width, p
 positions

@@ -31,7 +31,7 @@ class Conversation:
         self._used = RESIDENT.used(loading)
 
     def __enter__(self) -> "Conversation":
-        """Load the model. Raises NbtrainError if it cannot be loaded or if the file is not a template."""
+        """Load the model and the chat template. Raises NbtrainError if one of them cannot be loaded."""
         self._engine = self._used.__enter__()
         try:
             config = load_resolved(RunDir(self._loading.run_dir).config_yaml)

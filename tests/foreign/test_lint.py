@@ -39,7 +39,7 @@ def lines(findings: list[Finding], rule: str) -> list[str]:
 def test_zero_of_the_flags_against_the_json(tmp_path):
     """Upstream's 125M has --zero-stage 0 but stage 2 in the JSON, which is reported."""
     assert lines(lint([write(tmp_path, "gpt-125m")]), "zero_stage_agrees") == [
-        "warning, costs a run of another ZeRO stage than the flag says: gpt-125m.yaml:57: --zero-stage",
+        "warning, costs a run with a different ZeRO stage from the flag's: gpt-125m.yaml:57: --zero-stage",
         (
             "  the flag is 0, but zero_optimization.stage is 2 (ds_config_125m.json:6), and "
             "DeepSpeed uses the JSON's stage."

@@ -334,7 +334,7 @@ class TrainingProgress(Record):
     def mean_tokens_per_second(self) -> float | None:
         """Mean tokens per second over the last 100 steps, on which a single slow step has little effect.
 
-        If this mean is not known yet, it is the speed of the newest logged step. None if neither is known.
+        Until this mean is known, the value is the speed of the newest logged step; None if neither is known.
         """
         if not self.samples_per_second or not self.consumed_samples:
             return self.tokens_per_second

@@ -1,4 +1,4 @@
-"""Datasheet numbers of GPUs and other accelerators, found by name (the table's or torch's).
+"""Datasheet numbers of GPUs and other accelerators, found by their name in the table or in torch.
 
 Peaks are FLOP/s without sparsity: half the datasheet's figure if it counts sparsity. fp32 is the rate outside
 tensor cores; fp16 and fp8 are the rates with fp32 accumulation. memory_bytes is the memory that a process can
@@ -8,7 +8,7 @@ device that is not in the table has no peak, so its MFU is unknown rather than g
 find_device also accepts the names in nvidia-smi and in labels of Kubernetes nodes. Device plugins derive
 labels from the driver's names. NVIDIA's GPU feature discovery replaces spaces by "-" and appends "-SHARED"
 for a GPU that pods share (nvidia.com/gpu.product); AMD's node labeller replaces them by "_"
-(amd.com/gpu.product-name). Google's labels have other names (_LABELS).
+(amd.com/gpu.product-name). Google's labels use other names for the GPUs (_LABELS).
 
 Variants of a GPU that differ in speed have separate rows: an A100 on PCIe sends 64 GB/s, an A100 on an HGX
 board 600. A name without a form factor (A100-80GB, H100) is the SXM module. Rows for AMD and Huawei devices

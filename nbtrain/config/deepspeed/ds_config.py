@@ -175,7 +175,7 @@ def bucket_elements(config: RunConfig, asked: int) -> int:
     """Return the bucket size, in elements, for a run that sets `asked` elements.
 
     The size is at most the number of parameters of the largest pipeline stage. A bucket that holds all
-    gradients is emptied once, at the end, just as a larger one would be: the sums are equal bit by bit.
+    gradients is emptied once, at the end, just as a larger one would be: the sums are equal bit for bit.
     """
     stages = range(config.parallel.pipeline_parallel_size)
     count = max(count_stage_parameters(config, stage).total for stage in stages)

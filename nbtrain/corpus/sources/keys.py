@@ -120,7 +120,9 @@ class KeyRule:
     setting: str | None = None
     """Field of the source that, if set, names another key to read instead."""
     unread: Use = "counted"
-    """Treatment of a used key in a record from which the reader does not read it: "counted" or "refused"."""
+    """Treatment of the key in a record in which the reader does not use its value, although it does in other
+    records: "counted" or "refused".
+    """
     matters: Callable[[Any], bool] = holds_value
     """Function that tells whether a refused key's value changes what is trained on; if not, it is counted."""
 

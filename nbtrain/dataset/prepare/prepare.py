@@ -134,9 +134,9 @@ def _prepare_text(
     if opened.loss_mask is not None:
         if config.data.packing is None and config.data.resolved_packing == "stream":
             logger.info(
-                "data.packing is not set, so samples are cut from the concatenated documents (stream), "
-                "across examples. To keep each example complete and separate from the others, set "
-                "data.packing=best_fit."
+                "data.packing is not set, so it is stream: the examples are concatenated and cut into "
+                "samples, and a cut may fall inside an example. To keep each example complete and separate "
+                "from the others, set data.packing=best_fit."
             )
         examples = Browser(config, loaded=loaded).spread(NUM_EXAMPLES, EXAMPLE_TOKENS)
         report.examples = [example.to_dict() for example in examples[:NUM_EXAMPLES]]

@@ -108,7 +108,7 @@ class PackedDataset:
 
     @property
     def num_epochs(self) -> float:
-        """Number of epochs, weighted by source, that num_samples samples amount to."""
+        """Number of epochs in num_samples samples; the sources count by their weights."""
         number, row = self._locate(self.num_samples - 1)
         index = self._pass(number)
         epoch = int(np.searchsorted(index.epoch_ends, row, side="right"))

@@ -104,8 +104,8 @@ class Surroundings:
     """Texts of the other given files by file name, and by their paths in the container that mounts them."""
 
     def file(self, path: str) -> Word | None:
-        """Return the text of the given file at `path`; None if it was not given.
+        """Return the text of the file that the user supplied for `path`, or of one with the same file name.
 
-        If no file was given under this path, a given file with the same file name is used.
+        None if there is neither.
         """
         return self.files.get(path) or self.files.get(PurePosixPath(path).name)

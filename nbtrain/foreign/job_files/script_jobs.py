@@ -304,7 +304,7 @@ def _compare_with_place(job: Job, launch: Launch, place: Allocation) -> None:
                 "resources.nodes",
                 nodes.place,
                 f"{launch.launcher} starts ranks on {nodes.value} machines, but {given.value} are requested "
-                f"({given.place}). Make both equal, or add resources.nodes=... to the command.",
+                f"({given.place}). Make both equal, or add resources.nodes=... to the nbtrain command.",
             )
         )
 

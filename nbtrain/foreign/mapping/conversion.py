@@ -99,7 +99,10 @@ class Reading:
         self.failures += self._asked(asked)
 
     def _asked(self, asked: dict[str, Unknown]) -> list[Finding]:
-        """Return an error for each field that a variable determines, all with the same sentence."""
+        """Return one error for each field whose value depends on a variable of the script that is not known.
+
+        All errors have the same sentence, which asks for all of these variables.
+        """
         if not asked:
             return []
         first = next(iter(asked.values()))

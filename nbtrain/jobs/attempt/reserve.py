@@ -28,7 +28,10 @@ class Reserve:
             os.fsync(stream.fileno())
 
     def write(self, write: Callable[[], object]) -> None:
-        """Call `write`; if the disk is full, remove the reserve and call `write` again. Raises OSError."""
+        """Call `write`; if the disk is full, remove the reserve and call `write` again.
+
+        Raises OSError if the second call fails too, or if the first one fails for another reason.
+        """
         try:
             write()
         except OSError as error:

@@ -30,7 +30,7 @@ class Machine:
     """Host memory in bytes, within the container's limit."""
     memory_available_bytes: int
     gpus: tuple[Gpu, ...]
-    """GPUs that CUDA_VISIBLE_DEVICES leaves visible; from machine_of_run(), the GPUs that the run may use."""
+    """GPUs that CUDA_VISIBLE_DEVICES leaves visible; machine_of_run() keeps those that the run may use."""
     withheld_gpus: int = 0
     """Number of visible GPUs that devices.json withholds from the run."""
 

@@ -215,8 +215,8 @@ def best_is_looked_for_often(estimates: RunEstimates) -> Iterator[Finding]:
             "best_is_looked_for_often",
             "checkpoint.keep_best",
             "checkpoint.keep_best can keep only checkpoints of steps with a validation, but with "
-            f"save_interval_steps({save}) and eval_interval_steps({validate}) such a step occurs only every "
-            f"{both:,} steps.",
+            f"save_interval_steps({save}) and eval_interval_steps({validate}) a step has both a checkpoint "
+            f"and a validation only every {both:,} steps.",
             "Set save_interval_steps to a multiple of eval_interval_steps.",
         )
 

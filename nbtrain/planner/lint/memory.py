@@ -166,7 +166,7 @@ def host_memory_fits(estimates: RunEstimates) -> Iterator[Finding]:
     )
     if ranks == 1:
         message = (
-            f"Host memory is too small: the only rank of a machine needs {amounts.size(needed)}, but "
+            f"Host memory is too small: each machine has one rank, which needs {amounts.size(needed)}, but "
             f"resources.memory_per_node_bytes is {amounts.size(present)}."
         )
     message += f" The largest part is {largest.replace('_', ' ')}."
@@ -205,7 +205,7 @@ def model_is_made_in_host_memory(estimates: RunEstimates) -> Iterator[Finding]:
     ranks, part = memory.ranks_per_node, amounts.size(memory.initial_host_bytes)
     each = f"the {ranks} ranks of a machine need {part} each, {amounts.size(needed)} together"
     if ranks == 1:
-        each = f"the only rank of a machine needs {part}"
+        each = f"each machine has one rank, which needs {part}"
     yield finding_of(
         config,
         "model_is_made_in_host_memory",

@@ -2,9 +2,10 @@
 
 logits         nbtrain: one chunk of the fused output layer and cross entropy, the hidden states that
                enter it, and the two gradients that it computes. Other programs, and a user's own loss():
-               all logits of a micro batch. The logits are freed before a layer is recomputed, so only the
-               larger of the two counts (estimate.py), except for the gradients that the loss leaves for
-               the layers' backward pass (loss_gradients)
+               all logits of a micro batch. The logits are freed before a layer is recomputed, so the peak
+               has either the logits or the recomputed layer, whichever is larger (estimate.py). The
+               gradients that the loss leaves for the layers' backward pass are always there
+               (loss_gradients)
 communication  DeepSpeed's buckets; under ZeRO 3 also the parameters that are gathered at the same time
 pipeline       the output of each micro batch in flight that was sent to the next stage; two receive
                buffers

@@ -143,12 +143,13 @@ def _buffers(setup: Setup, stage: Stage, parts: dict[str, int]) -> list[Term]:
     vocabulary = shape.padded_vocab_size // setup.tensor_parallel_size
     chunk = min(setup.logits_chunk_tokens or tokens, tokens)
     own = setup.engine == "nbtrain"
-    no_or_the = "no" if setup.adapter_sizes else "the"
     if own:
         logits = (
-            f"a chunk of {chunk:,} tokens x {vocabulary:,} ids, {no_or_the} fp32 gradient of the "
-            f"{vocabulary:,} x {shape.hidden_size:,} embeddings, and the hidden states with their gradient"
+            f"a chunk of {chunk:,} tokens x {vocabulary:,} ids, and the hidden states with their gradient"
         )
+        # Adapters leave the embeddings unchanged.
+        if not setup.adapter_sizes:
+            logits += f", and the fp32 gradient of the {vocabulary:,} x {shape.hidden_size:,} embeddings"
     else:
         size = habits_of(setup.engine).logits
         logits = product((tokens, "tokens"), (vocabulary, "ids"), (size, "bytes"))

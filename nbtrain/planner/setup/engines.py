@@ -220,11 +220,11 @@ _DEEPSPEED_HABITS = MemoryHabits(
     bucket=True,
     waiting_logits=4,
     tied_gradient_waits=True,
-    source="read: DeepSpeed's runtime/pipe (the last stage has two output buffers, here with fp32 logits, "
-    "and _exec_backward_pass does not empty them), stage_1_and_2.py (16-bit gradients, and for the step a "
-    "flat copy and an fp32 copy of a rank's shard), bf16_optimizer.py (fp32 sums in addition), memory.rst "
-    "(ZeRO 3 holds the whole 16-bit gradients of the largest layer); torch's autograd (the gradients of all "
-    "uses of a weight are added before a hook gets them)",
+    source="read in the source code: DeepSpeed's runtime/pipe (the last stage has two output buffers, here "
+    "with fp32 logits, and _exec_backward_pass does not empty them), stage_1_and_2.py (gradients are 16-bit; "
+    "the optimizer step makes a flat copy and an fp32 copy of a rank's shard), bf16_optimizer.py (keeps fp32 "
+    "sums of the gradients too), memory.rst (ZeRO 3 holds the whole 16-bit gradients of the largest layer); "
+    "torch's autograd (the gradients of all uses of a weight are added before a hook gets them)",
 )
 _FSDP_HABITS = MemoryHabits(
     weights=4,

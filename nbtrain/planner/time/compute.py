@@ -130,7 +130,7 @@ def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
 
 
 def _activation_again(setup: Setup, bandwidth: float) -> float:
-    """Return the seconds in which selective recomputation repeats the MLP's activation; 0 if it is kept.
+    """Return the seconds that selective recomputation takes for the MLP's activation; 0 if it is kept.
 
     The activation's input (in a gated MLP, two inputs) is read and its output is written
     (model/recompute.py). With torch.compile, the compiler decides what is recomputed, so the result is 0.

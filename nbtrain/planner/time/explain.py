@@ -197,7 +197,8 @@ def _kernel(setup: Setup, engine: Engine) -> str:
         return "attention that keeps its scores"
     if compute.masks_chunks(setup, engine):
         context = setup.context_parallel_size
-        return f"attention with a mask for each chunk of a rank, {0.5 + 0.25 / context:.1%} of all pairs"
+        computed = 0.5 + 0.25 / context
+        return f"attention with a mask for each chunk of a rank, computing {computed:.1%} of all pairs"
     if shape.attn_softcap:
         half = "nbtrain's kernel for capped scores, causal half"
     elif setup.on_gpu:

@@ -99,10 +99,10 @@ PUBLISHED: dict[RunIdentity, PublishedTime] = {
 
 
 def published_time(config: RunConfig) -> PublishedTime | None:
-    """Return the published time of the run with this model, work and layout.
+    """Return the published time of the upstream run with the configuration's model, tokens and layout.
 
-    The result is None for any other run, and for a run that trains fewer tokens, only evaluates, or trains
-    adapters.
+    The result is None if no such time was published, and for a run that stops before its last token, only
+    evaluates, or trains adapters.
     """
     model, parallel = config.model, config.parallel
     if config.mode != "full" or config.target_tokens != config.train_tokens or config.lora is not None:

@@ -240,9 +240,9 @@ def boundary_bytes(setup: Setup) -> float:
 
 
 def muon_bytes(setup: Setup) -> float:
-    """Return the bytes of matrices that a rank sends, and receives back, in a step of Muon.
+    """Return the bytes of matrices that a rank sends in a step of Muon; it receives as many.
 
-    The result is 0 with AdamW, and if one rank has all matrices.
+    The result is 0 with AdamW, or if one rank has all matrices.
     """
     ranks = setup.muon_ranks
     if not setup.muon_steps or ranks == 1:

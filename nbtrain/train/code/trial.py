@@ -1,9 +1,9 @@
 """One step of a two-layer model with the user's file, on the CPU, to find its errors before a run starts.
 
-The model has two narrow layers, and the run's vocabulary, number format and kind of positions. The micro
-batch is random: the first token of each sequence is not in the loss, and if the run has several datasets,
-each sequence has tokens from two of them. on_checkpoint() is not called, because nothing is saved. Blocks
-from layer() are also tested by trial_of_layer.py.
+The model has two narrow layers, and the run's vocabulary, number format and position embeddings. The micro
+batch has random tokens. The first token of each sequence is not in the loss, and if the run has several
+datasets, each sequence has tokens from two of them. on_checkpoint() is not called, because nothing is saved.
+Blocks from layer() are also tested by trial_of_layer.py.
 """
 
 import math

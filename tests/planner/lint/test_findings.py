@@ -351,7 +351,8 @@ FOUND = {
         "best_is_looked_for_often",
         "checkpoint.keep_best",
         "checkpoint.keep_best can keep only checkpoints of steps with a validation, but with "
-        "save_interval_steps(150) and eval_interval_steps(100) such a step occurs only every 300 steps.",
+        "save_interval_steps(150) and eval_interval_steps(100) a step has both a checkpoint and "
+        "a validation only every 300 steps.",
         "Set save_interval_steps to a multiple of eval_interval_steps.",
         "",
     ),

@@ -274,7 +274,7 @@ def test_the_stage_may_not_suffice_where_the_model_is_made():
     assert after.fix.endswith(f"or use machines with {words} of memory.")
     alone = load("gpt-13b-4xdp-4xpp", [*ONE_GPU, "resources.memory_per_node_bytes=16e9"])
     (found,) = (one for one in plan(alone, use_measured=False).findings if one.rule == rule)
-    assert "the only rank of a machine needs " in found.message
+    assert "each machine has one rank, which needs " in found.message
 
 
 def test_a_device_that_is_there_counts_in_place_of_the_runs_own():

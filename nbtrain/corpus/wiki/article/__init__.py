@@ -1,1 +1,1 @@
-"""Wikitext -> text: walker.py reads an article, gaps.py drops sentences whose text is unknown."""
+"""Wikitext -> text: walker.py reads an article, gaps.py drops sentences of which a part is unknown."""

@@ -1,14 +1,14 @@
-"""Policy that decides what follows an attempt; supervise.py carries it out.
+"""Policy that decides what follows a failed attempt or a rollback; supervise.py carries it out.
 
 How the next attempt starts, by the reason why the attempt ended:
 
-    preemption     once the scheduler has given the devices back, any number of times
     rollback       at once; the samples from the checkpoint to the bad step are skipped permanently
     full disk      once the disk has room, after at most backend.disk_wait_seconds
     other reasons  after a wait that doubles with each attempt in a row that saved no checkpoint; at once with
                    backend local if the attempt saved a checkpoint, no GPU failed and backend.elastic is off
 
-Full disks and other reasons count against backend.max_restarts. With backend.elastic, the usable devices are
+Full disks and other reasons count against backend.max_restarts, rollbacks do not. Neither do preemptions and
+pauses, which do not come here (run_attempts in supervise.py). With backend.elastic, the usable devices are
 counted first, and the next attempt has as many data-parallel ranks as fit on them; the global batch size
 stays the same. A job whose attempts fail twice in a row in the same way is given up.
 """

@@ -9,7 +9,8 @@
       +----------------------+     a preemption: the ranks have saved and exited (wait_for_return)
 
 The main path is supervise -> run_attempts -> run_attempt (attempt/attempt.py) -> its verdict
-(attempt/verdict.py) -> recover, by the policy in recovery.py. journal.py records everything.
+(attempt/verdict.py) -> recover, by the policy in recovery.py. run_attempts decides what counts against
+backend.max_restarts: a preemption, a pause or a rollback does not. journal.py records everything.
 
 The supervisor has its own session, so it survives the end of the notebook kernel, server or shell that
 submitted the job. It holds the run's lock while it lives. Its signals are described in signals.py. If the

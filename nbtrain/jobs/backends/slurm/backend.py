@@ -3,8 +3,9 @@
     sbatch -> supervisor (batch step) -> srun -> agent of node 0 .. N-1 -> launcher -> ranks
 
 The supervisor restarts ranks inside the allocation. When a node fails, Slurm itself requeues the job
-(--requeue), and a job that reaches its time limit submits itself again (resubmissions). In both cases, the
-same nbtrain job continues from its newest checkpoint.
+(--requeue), and a job that reaches its time limit submits itself again (resubmissions). A preempted job is
+requeued as soon as its ranks have exited, instead of at the end of its grace time (give_back). In all cases,
+the same nbtrain job continues from its newest checkpoint.
 """
 
 import contextlib

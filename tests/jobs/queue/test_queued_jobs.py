@@ -102,7 +102,7 @@ def test_ranks_see_the_gpus_that_their_job_holds(fake, start, monkeypatch):
     wide = config.parallel.model_copy(update={"data_parallel_size": 2})
     with pytest.raises(SubmitError) as refused:
         start(config.model_copy(update={"name": "four", "resources": two, "parallel": wide}))
-    words = "the run needs 2 GPUs, but queue/devices.json allows only 1. Raise the queue's limit"
+    words = "the run needs 2 GPUs, but queue/devices.json allows only 1. Add GPUs to the list"
     assert words in str(refused.value)
 
 

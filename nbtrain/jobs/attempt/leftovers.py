@@ -55,18 +55,18 @@ def cut_off_submissions(run: RunDir) -> list[Path]:
     return [run.job(job_id).path for job_id in run.job_ids() if not run.job(job_id).job_json.exists()]
 
 
-def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> list[str]:
-    """Remove temporary files and checkpoints that were being written when their ranks were killed.
+def sweep(run: RunDir, since: float | None, keep: Path | None = None) -> list[str]:
+    """Remove temporary files and checkpoints that were being written when their ranks ended.
 
-    `killed_since` is the time from which ranks may have been killed; None if no rank was killed. Older torn
+    Only checkpoints that were written at or after the time `since` are removed; None removes none. Older torn
     checkpoints stay as evidence. `keep` is a temporary file of the caller, which stays too. Returns the
     removed paths, relative to the run directory.
     """
     removed = [path for path in temporaries(run) if path != keep]
-    if killed_since is not None:
+    if since is not None:
         for path in (run.checkpoint(step) for step in run.checkpoint_steps()):
             finished = (path / MANIFEST).exists() or (path / REJECTED).exists()
-            if not finished and path.stat().st_mtime >= killed_since:
+            if not finished and path.stat().st_mtime >= since:
                 removed.append(path)
     for path in removed:
         remove(path)

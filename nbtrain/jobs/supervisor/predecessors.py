@@ -71,11 +71,14 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
             final_record.forget(record)
 
 
-def sweep(journal: Journal, author: str, killed_since: float | None) -> None:
-    """Remove the incomplete files of killed processes, and report them as events that name `author`."""
+def sweep(journal: Journal, author: str, since: float | None) -> None:
+    """Remove the incomplete files of ended processes, and report them as events that name `author`.
+
+    Incomplete checkpoints are removed if they were written at or after the time `since`; None keeps them.
+    """
     keep = journal.reserve.path if journal.reserve else None
     try:
-        for path in leftovers.sweep(journal.job.run, killed_since, keep=keep):
+        for path in leftovers.sweep(journal.job.run, since, keep=keep):
             # Every killed process leaves a reserve file, which contains no data.
             if not path.endswith(RESERVE_SUFFIX):
                 journal.event("warning", f"removed {path}, left half-written by {author}")

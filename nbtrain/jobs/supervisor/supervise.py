@@ -428,7 +428,9 @@ def run_attempt(it: Supervision) -> Verdict:
     tell_training(it, attempt)
     verdict = attempt.finish()
     it.journal.attempt_heard(attempt.ranks.lead(), attempt.ranks.reached_step(), attempt.stacks)
-    sweep(it.journal, "a killed process", record.started_at if attempt.killed_at else None)
+    # Ranks that ended by themselves may also have left a checkpoint half-written. If it is the run's first,
+    # the next attempt would find no complete checkpoint and fail.
+    sweep(it.journal, f"attempt {record.attempt}", record.started_at)
     return verdict
 
 

@@ -95,7 +95,7 @@ def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
     manifests.reject(run.checkpoint(30), "its weights rot")
     assert newest_whole(run) == (20, [(30, "its weights rot")])
     assert newest_checkpoint_step(run) == 20
-    leftovers.sweep(run, killed_since=0.0)
+    leftovers.sweep(run, since=0.0)
     assert (run.checkpoint(30) / "offloaded_tensors.swp").exists()
     assert manifests.prune(run, 20, keep_last=2, keep_every_steps=None) == []
     assert run.checkpoint_steps() == [10, 20, 30]

@@ -120,7 +120,10 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert first.started_at < first.running_at < first.ended_at < second.started_at < second.running_at
     assert files.read_json(job.run.summary_json)["lost_tokens"] == first.lost_tokens
     assert temporaries(job.run) == []
+    # A first checkpoint that is incomplete would make every further attempt fail.
+    assert job.run.checkpoint_steps() == [5, 10]
     said = [event["message"] for event in events if event["message"].startswith("removed ")]
+    assert "removed model/global_step7, left half-written by attempt 0" in said
     # The wrapper's reserve file for its record is removed silently.
     assert said and not any("reserve" in line for line in said)
 

@@ -66,6 +66,10 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
             gone = f"the process of the lost job {how}"
         journal.event("warning", gone)
     sweep(journal, "an earlier job", None)
+    # The job's previous allocation may have been lost while the run's first checkpoint was being written. The
+    # next attempt would find no complete checkpoint and fail.
+    if (lost := journal.lost_attempt) is not None:
+        sweep(journal, f"attempt {lost.attempt}", lost.started_at)
     for job_id in others:
         if record := JobRecord.read(job.run.job(job_id).job_json):
             final_record.forget(record)

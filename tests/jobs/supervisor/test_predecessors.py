@@ -13,7 +13,7 @@ from nbtrain.base.run_directory.records import AttemptRecord, JobRecord, Process
 from nbtrain.base.run_directory.rundir import JobDir, RunDir, new_job_id
 from nbtrain.jobs.supervisor import predecessors
 from nbtrain.jobs.supervisor.journal import Journal
-from nbtrain.jobs.supervisor.predecessors import wait_for_displaced
+from nbtrain.jobs.supervisor.predecessors import wait_for_displaced, wait_for_predecessors
 
 
 @pytest.fixture
@@ -87,3 +87,18 @@ def test_one_that_had_handed_the_job_over_or_is_gone_is_not_waited_for(job, firs
     for journal in (handed_over, taken_over(job, identity)):
         wait_for_displaced(journal)
     assert "waiting up to" not in events_of(job)
+
+
+def test_a_save_that_the_lost_allocation_interrupted_is_removed(job, first):
+    """The folder of a checkpoint that the lost attempt was writing is removed. An older one stays."""
+    identity = ProcessIdentity.of(first.pid)
+    first.kill()
+    first.wait()
+    run = job.run
+    run.checkpoint(2).mkdir(parents=True)
+    os.utime(run.checkpoint(2), (0, 0))
+    journal = taken_over(job, identity)
+    run.checkpoint(4).mkdir()
+    wait_for_predecessors(journal, 1.0)
+    assert run.checkpoint_steps() == [2]
+    assert "removed model/global_step4, left half-written by attempt 0" in events_of(job)

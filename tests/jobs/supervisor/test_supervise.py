@@ -307,7 +307,10 @@ def test_ranks_that_outlive_their_supervisor_are_asked_to_save(workspace, tmp_pa
         assert rank.stdout.readline() == "ready\n"
         said = []
         journal = SimpleNamespace(
-            job=run.job(job_id), reserve=None, event=lambda kind, words: said.append(words)
+            job=run.job(job_id),
+            reserve=None,
+            lost_attempt=None,
+            event=lambda kind, words: said.append(words),
         )
         wait_for_predecessors(journal, 300.0)
         assert rank.wait() == 0

@@ -380,7 +380,7 @@ def _lists(source: Reading) -> None:
     """Check the words, such as $EXTRA_ARGS, that stand for flags which only the shell knows.
 
     A variable that no file sets counts as empty. If a file sets the variable to a value that only the shell
-    can compute, the user is asked for the value, but only if it may hold a flag that affects the run.
+    can compute, the user has to give the value, unless it cannot contain a flag that affects the run.
     """
     for word in source.arguments.lists:
         unknown = word.unknowns[0] if word.unknowns else None

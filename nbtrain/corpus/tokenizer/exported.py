@@ -96,7 +96,7 @@ def _renew_list(folder: Path) -> None:
     """Copy the added tokens of tokenizer.json to the list in tokenizer_config.json, if it has that list.
 
     Some classes of transformers 5 (Qwen2Tokenizer, GPT2Tokenizer) read added tokens only from the list and
-    would split new ones into characters; transformers 4 adds the list's tokens to those of tokenizer.json. If
+    would split new ones into characters; transformers 4 reads tokenizer.json and adds the list's tokens. If
     both files list the same tokens, every version gives the ids of training. Without the list, both versions
     use tokenizer.json, but in a code path that their source calls legacy.
     """

@@ -101,7 +101,7 @@ class Reading:
     def _asked(self, asked: dict[str, Unknown]) -> list[Finding]:
         """Return one error for each field whose value depends on a variable of the script that is not known.
 
-        All errors have the same sentence, which asks for all of these variables.
+        All errors have the same sentence, which names all of these variables.
         """
         if not asked:
             return []

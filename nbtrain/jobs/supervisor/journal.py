@@ -73,7 +73,7 @@ class Journal:
         self.lost_attempt: AttemptRecord | None = None
         """The attempt during which the previous allocation was lost; None if no allocation was lost."""
         self.displaced: ProcessIdentity | None = None
-        """The supervisor from which this supervisor took over the job during an attempt; otherwise None."""
+        """The job's previous supervisor, if this one replaced it during an attempt; otherwise None."""
 
     def take_over(self) -> None:
         """Take ownership of the job by writing this process's identity to job.json.

@@ -166,7 +166,10 @@ class Curve:
         # The highest remaining step is now the newest.
         self._num = min(len(rest), self.width - 1) if self.width > 1 else 0
         if self._num:
-            self._low, self._high = min(rest, key=_value), max(rest, key=lambda one: _value(one, -math.inf))
+            self._low, self._high = (
+                min(rest, key=_value),
+                max(rest, key=lambda point: _value(point, -math.inf)),
+            )
             self._newest = rest[-1]
             # Estimate the sum, because only the lowest, highest and newest point of the pair are known.
             self._begin_sum(finite_mean([value for _, value, _ in rest]), self._num)
@@ -221,7 +224,10 @@ class Curve:
         before, self.width = self.width, self.width * 2
         if rest:
             self._num = before if self.width > 2 else 1
-            self._low, self._high = min(rest, key=_value), max(rest, key=lambda one: _value(one, -math.inf))
+            self._low, self._high = (
+                min(rest, key=_value),
+                max(rest, key=lambda point: _value(point, -math.inf)),
+            )
             self._newest = rest[-1]
             self._begin_sum(rest_mean, self._num)
 

@@ -35,7 +35,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     ),
     "Memory": ("host_memory_bytes", "device_memory_bytes"),
     "Share of memory": ("host_memory_fraction", "device_memory_fraction"),
-    "Bad steps": (*("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks", "steps_without_loss"),),
+    "Bad steps": ("skipped_steps", "overflow_steps", "loss_spikes", "rollbacks", "steps_without_loss"),
 }
 """{title of a chart: names of its scalars}; every other scalar gets its own chart."""
 # {prefix of a scalar's name: its label, to which "of" and the dataset's name are appended}

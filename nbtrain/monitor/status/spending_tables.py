@@ -23,8 +23,13 @@ from nbtrain.monitor.status.spending import (
 
 PURPOSE_HEADS = ("WHAT", "TIME", "DEVICE HOURS", "SHARE", "MONEY")
 FAULT_KIND_HEADS = (
-    *("FAULTS", "COUNT", "STEPS REPEATED", "TIME WITH DEVICES", "TIME WITHOUT DEVICES"),
-    *("DEVICE HOURS", "MONEY"),
+    "FAULTS",
+    "COUNT",
+    "STEPS REPEATED",
+    "TIME WITH DEVICES",
+    "TIME WITHOUT DEVICES",
+    "DEVICE HOURS",
+    "MONEY",
 )
 PURPOSES = {
     "training": "training, without repeated steps",

@@ -384,7 +384,7 @@ def test_what_is_refused(place, tmp_path):
             ConfigError,
             "this run has no chat template: its data.sources contain no conversations",
         ),
-        ({"apply_chat_template": True}, ConfigError, "(harness)"),
+        ({"apply_chat_template": True}, ConfigError, "name a task with harness"),
     ):
         with pytest.raises(kind) as refused:
             nb.evaluate(run.path, **asked)

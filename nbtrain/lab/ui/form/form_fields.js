@@ -132,5 +132,8 @@ export class FormField {
     const said = problems.length ? problems.join(" ") : also || finding;
     this.help.className = `nbf-help ${problems.length ? "nbf-error" : said ? "nbf-warning" : ""}`;
     this.help.textContent = said || spec.description.replace(/\s+/g, " ");
+    // A long problem scrolls. Without a tab index, only the mouse could scroll it.
+    if (problems.length) this.help.tabIndex = 0;
+    else this.help.removeAttribute("tabindex");
   }
 }

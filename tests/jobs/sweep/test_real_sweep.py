@@ -28,7 +28,8 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.soak
 
 STEPS, KILLED_AT, BOOTED_AT = 40, 12, 22
-# A rank stops itself at these steps, so that it is killed there however fast it is.
+# A rank stops itself at these steps, so that it is killed there however fast it is. A save in the background
+# could still be writing step 10 then, and the next attempt would rightly start from step 0.
 STOPS = (
     f'[{{"step": {KILLED_AT}, "attempt": 0, "do": "stop"}}, '
     f'{{"step": {BOOTED_AT}, "attempt": 1, "do": "stop"}}]'
@@ -39,6 +40,7 @@ run: tiny.yaml
 overrides:
   batch.train_tokens: {tokens}
   checkpoint.save_interval_steps: 10
+  checkpoint.async_save: false
   evaluation.eval_interval_steps: 15
   backend.share_devices: true
   backend.env: {{NBTRAIN_TRACE: "1", OMP_NUM_THREADS: "1", NBTRAIN_FAULTS: '{faults}'}}

@@ -502,7 +502,7 @@ def test_the_commands_write_a_tokenizer(workspace, monkeypatch):
         (folder / name).write_text(content)
         with pytest.raises(DataError) as caught:
             adopt(folder, eod, workspace / "mine")
-        command = re.search(r'python (-c) "(.*?)", with', str(caught.value))
+        command = re.search(r'python (-c) "(.*?)"', str(caught.value))
         subprocess.run([sys.executable, command[1], command[2]], check=True, cwd=workspace)
         assert adopt(folder, eod, workspace / f"own-{folder.name}")["eod_token"] == eod
 

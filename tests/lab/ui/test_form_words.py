@@ -267,6 +267,10 @@ def test_a_file_that_is_not_there_is_marked_at_its_field(
         )
         wrong.wait_for()
         assert "relative paths start at the workspace" in wrong.inner_text()
+        # A text that is longer than its box can be scrolled with the keyboard, in every browser.
+        expect(wrong).to_have_attribute("tabindex", "0")
+        field.locator("textarea").press("Tab")
+        expect(wrong).to_be_focused()
         expect(page.get_by_role("tab", name="Evaluation").locator(".nbf-wrong")).to_have_text("1 problem")
         said = page.locator(".nbf-found p").all_inner_texts()
         does = said.index("The cell that you can insert or copy below prepares the data first.")
@@ -321,6 +325,8 @@ def test_keys_of_a_section_are_fields_while_its_switch_is_on(
         expect(counts).to_have_text(["1 problem", "6 changed fields"])
         # Off: the typed values stay but do not count.
         field("lora").locator("input").uncheck()
+        # Without a problem, Tab moves from control to control.
+        expect(field("lora.alpha").locator(".nbf-help")).not_to_have_attribute("tabindex", "0")
         line('{"init_from": "base", "dpo.beta": 0.2}')
         expect(field("lora.alpha").locator("input")).to_have_value("-1")
         page.evaluate("window.again()")

@@ -49,4 +49,4 @@ def test_the_network_of_two_slurm_nodes_is_measured_and_plans_use_it(
     [_job] = RunDir.named("gpt-tiny-network").job_ids()
     wait_until(lambda: cluster.call("squeue", "-h") == "", "an empty queue", END_SECONDS)
     elsewhere = plan(load(config, {"backend.slurm.partition": "urgent"}))
-    assert elsewhere.network is not None and "measured" not in elsewhere.network.network
+    assert elsewhere.network is not None and "network.json" not in elsewhere.network.network
